@@ -25,8 +25,10 @@ after = unicloze.load_model(run)
 drawn = build_model(after.recipe, len(after.tokenizer)).for_use().eval()
 random = dataclasses.replace(after, model=drawn)
 right = [text for text, word in BLANKS.items() if unicloze.fill(after, text).masks[0].token == word]
-print(f"The trained model gets {len(right)} of {len(BLANKS)} words right (guess of a random model -> its own):")
-for text in right[:3]:
+print(
+    f"The trained model gets {len(right)} of {len(BLANKS)} words right. The first three (random model -> trained model):"
+)
+for text in list(BLANKS)[:3]:
     guesses = [unicloze.fill(model, text).masks[0] for model in (random, after)]
     words = " -> ".join(f"{one.readable[0]} ({one.top[0][1]:.0%})" for one in guesses)
     print(f"  {text.replace('[MASK]', '____')}  {words}")

@@ -25,6 +25,7 @@ from unicloze.example import Batch
 from unicloze.interop.read import open_model
 from unicloze.pretraining import automatic
 from unicloze.pretraining.automatic import (
+    CONTINUED,
     MOST_PASSES,
     REACHED,
     SIZES,
@@ -381,9 +382,12 @@ def test_auto_is_not_chosen_by_several_processes(corpus: str, tmp_path: Path, mo
 def test_what_auto_expects_is_what_committed_runs_reached() -> None:
     """Above 3 M tokens, runs from random starts count too."""
     best: dict[tuple[str, str, int], tuple[float, float]] = {}
+    continued = []
     for name in ("auto_choices", "loss_against_compute", "continue_or_scratch"):
         file = REPOSITORY / "benchmarks" / "results" / f"{name}.jsonl"
         for run in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            if run.get("start", "scratch") not in ("scratch", "counts", "random"):
+                continued.append((run["text_tokens"], round(run["perplexity"]["par"] / run["trigram"]["par"], 2)))
             counted = run.get("start") in ("counts", "scratch") or ("start" not in run and run["text_tokens"] > 3e6)
             if counted and "trigram" in run and run.get("share", "a third") == "a third":
                 ratio = round(run["perplexity"]["par"] / run["trigram"]["par"], 2)
@@ -392,7 +396,7 @@ def test_what_auto_expects_is_what_committed_runs_reached() -> None:
                 words = {"top_5": 0.0, **(run.get("content_words") or {})}
                 level = 2.4  # a standard error of 400 words
                 assert words["top_5"] < run["trigram"].get("top_5", words.get("counts_top_5")) + level, "auto says so"
-    assert sorted(best.values()) == [*REACHED]
+    assert sorted(best.values()) == [*REACHED] and sorted(continued) == [*CONTINUED]
     assert expectation(2e6) == [
         "expect: 0.8 to 1.3 times the perplexity of a Kneser-Ney trigram of the text, and no more single words guessed, as 7 "
         "runs on record that read about as much",
@@ -400,5 +404,19 @@ def test_what_auto_expects_is_what_committed_runs_reached() -> None:
     ]
     assert expectation(2e5)[0].startswith("expect: 3.7 times the perplexity of a Kneser-Ney trigram")
     assert expectation(1e7)[0].startswith("expect: 0.6 to 1.0 times") and len(expectation(1e7)) == 1
+    assert expectation(1e5, continued=True) == [
+        "expect: 0.9 to 2.7 times the perplexity of a Kneser-Ney trigram of the text, as 4 runs on record from a trained "
+        "model that read about as much",
+        "advice: all runs on record that read 415k tokens or more came level with it: give 4 times the budget",
+    ]
     for unknown in (1e3, 1e9):
-        assert expectation(unknown) == [f"expect: unknown, no run on record read about {short(unknown)} tokens"]
+        first, *advice = expectation(unknown)
+        assert first == f"expect: unknown, no run on record read about {short(unknown)} tokens"
+        assert bool(advice) == (unknown == 1e3)
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"), [("29min", "English alone"), ("30min", "all texts"), ("steps=3", "half an hour")]
+)
+def test_the_start_to_try_follows_the_budget(budget: str, said: str) -> None:
+    assert said in automatic._start_to_try(load_recipe("auto", {"training.threads": 2}), Budget.parse(budget))

@@ -64,7 +64,7 @@ def test_an_example_runs(
         assert said.startswith("all at once:     0 of 12 agree, as in: Anna lives in ")
         assert "\nin PAR's order: 12 of 12 agree, as in: Anna lives in " in said
     if name == "quickstart":
-        assert "The trained model gets 0 of 8 words right" in said and "Verdict: no better than counting words" in said
+        assert "The trained model gets 0 of 8 words right." in said and "Verdict: no better than counting words" in said
 
 
 @pytest.mark.slow

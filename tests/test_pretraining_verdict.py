@@ -230,6 +230,15 @@ def test_advice_names_a_cost_by_the_runs_own_curve(
     assert f": by its own curve {said}" in verdict_on({"ae": figure("ae", 6.0)}, counts, None, seen, "")
 
 
+def test_a_run_that_started_from_a_model_is_judged_beside_its_start() -> None:
+    seen = course(4.6, 4.8, 4.6)
+    for before, worse in ((5.0, ""), (4.0, "; worse than before training: lower --training.learning_rate")):
+        seen.heldout = {0: [figure("ae", before)], **{step: seen.heldout[step] for step in (10, 20)}}
+        said = verdict_on({"ae": figure("ae", 4.6)}, COUNTS, None, seen, "")
+        expected = f"perplexity 99.5, {math.exp(before):.1f} before training, against 310.0 of a Kneser-Ney trigram"
+        assert said.startswith(expected + worse) and ("worse" in said) == bool(worse)
+
+
 def test_a_run_that_started_from_a_model_is_not_told_to_start_from_one() -> None:
     counts = {"ae": {"unigram": 900.0, "trigram": 100.0}}
     for start, cure in ((None, "give more text, another model, or start from a trained one (--init)"),

@@ -46,30 +46,37 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_the_quickstart_shows_the_papers_point_and_a_model_that_learned(quickstart: tuple[Path, str]) -> None:
     run, printed = quickstart
     assert "all at once:     0 of 12 agree" in printed and "in PAR's order: 12 of 12 agree" in printed
-    assert len(re.findall(r"____.*\) -> \w+ \(\d+%\)", printed)) == 3
+    assert len(re.findall(r"____.*\) -> \S+ \(\d+%\)", printed)) == 3
     (start,) = [event for event in read_ledger(run / "ledger.jsonl") if event["event"] == "start"]
     end = [event for event in read_ledger(run / "ledger.jsonl") if event["event"] == "evaluate"][-1]
     trigram = {name: found["trigram"] for name, found in start["baselines"]["perplexity"].items()}
-    assert end["perplexity"]["par"] < trigram["par"]  # 69 of 77
-    assert end["perplexity"]["ae"] < trigram["ae"]  # 72 of 85
+    assert end["perplexity"]["par"] < trigram["par"]  # 57 of 74
+    assert end["perplexity"]["ae"] < trigram["ae"]  # 60 of 82
     assert "Verdict: worse than a Kneser-Ney trigram at content words" in printed
 
 
 def test_what_the_readme_quotes_is_what_a_run_prints(quickstart: tuple[Path, str]) -> None:
-    """Compares words only; digits and words that depend on chance may differ."""
+    """Line by line but where it says "...", with numbers within 30 % or 3; guesses and examples may differ."""
+    number = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
-    def plain(text: str) -> list[str]:
+    def lines_of(text: str) -> list[tuple[str, list[float]]]:
         text = re.sub(r"as in: .*", "as in: ...", text)
-        text = re.sub(r".*____.* -> \w+ \(\d+%\)", "____ ->", text)
-        text = re.sub(r"\S*/quickstart\b", "runs/quickstart", text)
-        return [" ".join(re.sub(r"\d[\d,.]*", "#", line).split()) for line in text.splitlines() if line.strip()]
+        text = re.sub(r"(____.*?  ).* -> \S+ \(\d+%\)", r"\1->", text)
+        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+        return [(number.sub("#", line), [float(n.replace(",", "")) for n in number.findall(line)]) for line in lines]
 
-    _, printed = quickstart
+    printed = lines_of(quickstart[1])
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    quoted = re.findall(r"```text\n(.*?)```", readme, flags=re.DOTALL)[0]
-    known = plain(printed)
-    missing = [line for line in plain(quoted) if not any(line in each for each in known)]
-    assert not missing and len(plain(quoted)) >= 8
+    blocks = re.findall(r"```text\n(.*?)```", readme, flags=re.DOTALL)
+    assert len(blocks) == 2 and all(len(lines_of(block)) >= 8 for block in blocks)
+    at = 0
+    for words, numbers in lines_of("...\n" + "...\n".join(blocks)):
+        gap = words == "..."
+        if not gap:
+            at = next(place for place in range(at, len(printed)) if not skips or printed[place][0] == words)
+            assert (words, numbers) == (printed[at][0], pytest.approx(printed[at][1], rel=0.3, abs=3))
+            at += 1
+        skips = gap
 
 
 # The linguist: own text of a few megabytes

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UsageError
 from unicloze.interop.read import is_foreign
@@ -63,6 +65,15 @@ REACHED = (
 """Tokens that runs from scratch with this schedule read, and their PAR perplexity over that of a Kneser-Ney trigram of their
 text on the same predictions: of each text and budget in `benchmarks/results` the best size, by tokens. Some of those above
 3 M tokens started at random. Their trigrams stop between the segments of a window, and are 2 to 5 % weaker than today's."""
+CONTINUED = (
+    (66_107, 1.44), (103_709, 2.66), (129_623, 0.91), (199_252, 1.11), (207_815, 0.79), (209_392, 1.58), (215_045, 0.84),
+    (222_005, 0.73), (258_937, 1.14), (375_414, 1.16), (414_748, 0.59), (498_014, 0.56), (576_014, 0.89), (617_697, 0.86),
+    (623_794, 0.71), (930_342, 0.76), (965_937, 0.66), (1_201_851, 0.43), (1_365_786, 0.76), (1_418_823, 0.39),
+    (1_542_223, 0.53), (2_789_955, 0.63), (2_891_203, 0.53), (3_254_097, 0.69),
+)  # fmt: skip
+"""The same of runs that started from a trained model."""
+ENCODER_SECONDS = 3_600
+"""Seconds of a core from which on an encoder was the best start on every text on record: half an hour of two."""
 
 
 _SHAPE = (
@@ -113,7 +124,7 @@ def choose(
         chosen |= _schedule_after(start, given)
         window = int(given.get("data.window", min(CONTINUED_WINDOW, start.recipe.data.window)))
         sizes = [{"data.window": window, "training.batch_size": max(FEWEST_ROWS, CONTINUED_TOKENS // window)}]
-    chosen |= _tokenizer(load_recipe(NAME, {**chosen, **given}), given, reasons)
+    chosen |= _tokenizer(load_recipe(NAME, {**chosen, **given}), given, budget, reasons)
     recipe = load_recipe(NAME, {**chosen, **given})
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder / "data", progress=progress)
     if start is not None and isinstance(recipe.objective, PseudoToken):
@@ -146,7 +157,7 @@ def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, A
     return {**chosen, "training.learning_rate": rate}
 
 
-def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> dict[str, Any]:
+def _tokenizer(recipe: Recipe, given: Mapping[str, Any], budget: Budget, reasons: list[str]) -> dict[str, Any]:
     """Settings of the tokenizer to train; none if one is given."""
     if recipe.tokenizer.path is not None or recipe.data.prepared is not None:
         return {}
@@ -167,11 +178,23 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> 
         f"{'lowered' if str(final['tokenizer.lowercase']).lower() == 'true' else 'kept'}"
     )
     if seen.size is not None and seen.size < LITTLE_CHARACTERS and recipe.training.initialize_from is None:
-        reasons.append(
-            "advice: this is little text; a trained model (--init MODEL: a run, an installed model, an encoder of texts) "
-            "was ahead of a new one after half an hour of two cores, after ten minutes of one core on general English alone"
-        )
+        reasons.append(f"advice: this is little text; {_start_to_try(recipe, budget)}")
     return chosen
+
+
+def _start_to_try(recipe: Recipe, budget: Budget) -> str:
+    """Which start was better than a new model on small texts within such a budget (docs/benchmarks.md)."""
+    seconds = budget.amount * (recipe.training.threads or torch.get_num_threads())
+    if budget.kind != "time":
+        return (
+            "a trained model (--init MODEL: a run, an installed model, an encoder of texts) was ahead of a new one after "
+            "half an hour of two cores, after ten minutes of one core on general English alone"
+        )
+    if seconds >= ENCODER_SECONDS:
+        return (
+            "within such a budget an encoder of its language (--init MODEL) was ahead of a new one on all texts tried"
+        )
+    return "within such a budget a trained model was ahead of a new one on general English alone (--init unicloze-small-en)"
 
 
 def vocabulary_size(seen: Survey) -> int:
@@ -317,23 +340,34 @@ def _reasons(best: _Candidate, limited: bool) -> list[str]:
     if any(key.startswith(("objective.", "training.phases")) for key in given):
         return said
     if start is not None:
-        return [*said, "objective: pseudo-masked from the first step, since the model is trained"]
-    said.append("objective: left to right for a third of the steps, then pseudo-masked")
-    return said if "training.start" in given else said + expectation(tokens, "text" if limited or repeats else "budget")
+        said.append("objective: pseudo-masked from the first step, since the model is trained")
+    else:
+        said.append("objective: left to right for a third of the steps, then pseudo-masked")
+    if "training.start" in given:
+        return said
+    return said + expectation(tokens, "text" if limited or repeats else "budget", continued=start is not None)
 
 
-def expectation(tokens: float, limit: Literal["budget", "text"] = "budget") -> list[str]:
+def expectation(tokens: float, limit: Literal["budget", "text"] = "budget", *, continued: bool = False) -> list[str]:
     """What runs on record that read so much reached beside a Kneser-Ney trigram of their text; advises to raise the limit."""
-    near = [ratio for read, ratio in REACHED if tokens / 2 <= read <= 2 * tokens]
+    reached = CONTINUED if continued else REACHED
+    near = [ratio for read, ratio in reached if tokens / 2 <= read <= 2 * tokens]
     if not near:
-        return [f"expect: unknown, no run on record read about {short(tokens)} tokens"]
+        said = [f"expect: unknown, no run on record read about {short(tokens)} tokens"]
+        if tokens < reached[0][0]:
+            start = "" if continued else ", or start from a trained model (--init MODEL)"
+            said.append(
+                f"advice: the shortest run on record read {short(reached[0][0])} tokens: raise the {limit}{start}"
+            )
+        return said
     least, most = (f"{bound(near):.1f}" for bound in (min, max))
     runs = "a run" if len(near) == 1 else f"{len(near)} runs"
+    words, of = ("", " from a trained model") if continued else (", and no more single words guessed", "")
     said = [
         f"expect: {least if least == most else f'{least} to {most}'} times the perplexity of a Kneser-Ney trigram of the "
-        f"text, and no more single words guessed, as {runs} on record that read about as much"
+        f"text{words}, as {runs} on record{of} that read about as much"
     ]
-    level = next(read for read, _ in REACHED if all(ratio < 1.05 for later, ratio in REACHED if later >= read))
+    level = next(read for read, _ in reached if all(ratio < 1.05 for later, ratio in reached if later >= read))
     if tokens < level:
         times = f"{level / tokens:.{0 if level > 3 * tokens else 1}f}"
         said.append(

@@ -308,6 +308,8 @@ class _Run(RunProcess):
             return self._finish()
         if self.state.step == 0:
             self._write_samples()
+            if training.initialize_from is not None:
+                self._evaluate(self.state)
         model = self.state.model
         if training.compile and not self.world.sharded:
             compile_layers(model)
@@ -433,7 +435,8 @@ class _Run(RunProcess):
             window=self.heldout.window,
             windows=len(next(iter(self.heldout_examples.values())).examples),
         )
-        self._hear(means)
+        if state.step:
+            self._hear(means)
         if self.progress:
             said = _measured(self.part, self.perplexity, self.counts)
             say(f"step {state.step}: {said} (window {self.heldout.window})")
@@ -454,7 +457,7 @@ class _Run(RunProcess):
             return
         evaluations = {event["step"]: event for event in self.former_events() if event["event"] == "evaluate"}
         last, every = self.state.last_step(training), training.evaluate_every
-        for done in sorted(number for number in evaluations if number <= step):
+        for done in sorted(number for number in evaluations if 0 < number <= step):
             if done == last or (every and done % every == 0):  # not those at the end of a shorter run
                 self._hear(evaluations[done]["loss"])
         if every and step % every == 0 and 0 < step < last and step not in evaluations:

@@ -137,10 +137,13 @@ class Course:
 
     @property
     def above_lowest(self) -> float:
-        """Difference between the mean held-out loss and its minimum."""
-        if not self.heldout:
-            return 0.0
-        return self._mean(max(self.heldout)) - min(map(self._mean, self.heldout))
+        """Difference between the mean held-out loss and its minimum since the first step."""
+        means = {step: self._mean(step) for step in self.heldout if step > 0}
+        return means[max(means)] - min(means.values()) if means else 0.0
+
+    def before(self, figure: Figure) -> Figure | None:
+        """A held-out figure as it was before the first step, of runs that start from a model."""
+        return next((one for one in self.heldout.get(0, ()) if one.meaning == figure.meaning), None)
 
     def fall(self, figure: Figure) -> tuple[int, float] | None:
         """Last step, and fall of a held-out loss per e-fold of the steps over their second half; None if unknown."""
@@ -192,9 +195,15 @@ def verdict_on(
     else:
         name = _foremost(measured, counts)
         best = measured[name]
-        failure, said_of, rival = _against(best, f" ({name})" * (len(measured) > 1), counts[name], words)
+        before = course.before(best)
+        called = f" ({name})" * (len(measured) > 1)
+        if before is not None and before.perplexity is not None:
+            called += f", {shown(before.perplexity)} before training,"
+        failure, said_of, rival = _against(best, called, counts[name], words)
         cure = "give more text" if overfitted else _cost(best, rival, counts[name], course)
         failed, said = bool(failure), [f"{failure}: {cure} ({said_of})" if failure else said_of]
+        if before is not None and before.perplexity is not None and _standing(best, before.perplexity) > 0:
+            said.append("worse than before training: lower --training.learning_rate")
     if overfitted:
         said.append(f"overfitted: {overfitted}" + ("" if failed else ": give more text or train fewer steps"))
     elif course.still_falling and not failed:
@@ -258,9 +267,11 @@ def _standing(figure: Figure, perplexity: float) -> int:
 
 def _cost(best: Figure, rival: str, counts: Mapping[str, float], course: Course) -> str:
     """What it takes to beat the counts that it fails to beat, by the run's own curve."""
-    fall, mean = course.fall(best), best.token_mean
-    if not rival or fall is None or mean is None:
+    fall = course.fall(best)
+    if fall is None or (not rival and fall[1] <= 0):
         return "train longer or give more text"
+    if not rival:
+        return f"give more text, or train longer: {_gain(best, course)}"
     last, per_fold = fall
     folds = _behind(best, counts[rival]) / per_fold if per_fold > 0 else math.inf
     if folds > math.log(MOST_TIMES):
@@ -277,7 +288,7 @@ def _gain(best: Figure, course: Course) -> str:
     """What twice the steps would give by the run's own curve."""
     fall, mean = course.fall(best), best.token_mean
     if fall is None or mean is None or fall[1] <= 0:
-        return "double the steps"
+        return "train longer"
     reached = math.exp(mean - fall[1] * math.log(2))
     return f"by its own curve twice the steps reach a perplexity of about {reached:,.3g}{_more(2.0, course)}"
 

@@ -261,7 +261,9 @@ def _chosen(
         cure = "start the run without torchrun, stop it with Ctrl-C, and resume it with torchrun"
         raise UsageError(f"--recipe auto measures one process: {cure} and `unicloze pretrain --out {folder}`.")
     steps = load_recipe(AUTO, given).training.steps  # refuses wrong settings before the folder is made
-    allowed = Budget("steps", steps) if "training.steps" in settings else Budget.parse(budget or "10min")
+    allowed = (
+        Budget("steps", steps) if "training.steps" in settings else Budget.parse("10min" if budget is None else budget)
+    )
     place = settings.get("training.initialize_from")
     start = None if place is None else open_model(place)
     with joined() as world, hold_run(folder, world):
