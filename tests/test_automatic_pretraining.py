@@ -130,7 +130,7 @@ def test_text_of_many_characters_has_no_word_pieces(tmp_path: Path) -> None:
     draw = random.Random(0)
     words = ["".join(draw.choices([chr(0xAC00 + 7 * number) for number in range(700)], k=3)) for _ in range(8_000)]
     (tmp_path / "a.txt").write_text(" ".join(words), encoding="utf-8")
-    chosen = automatic._tokenizer(load_recipe("auto", {"data.corpus": [str(tmp_path)]}), {}, [])
+    chosen = automatic._tokenizer(load_recipe("auto", {"data.corpus": [str(tmp_path)]}), {}, Budget("steps", 1), [])
     assert (chosen["tokenizer.kind"], chosen["tokenizer.vocab_size"]) == ("bpe", 2048)
 
 

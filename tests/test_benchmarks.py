@@ -75,6 +75,7 @@ RUNS: dict[str, str] = {
         "--model {run} --glue {glue} --tasks sst-2 --systems all lora --out {lines} --records 8 --test-records 4 --epochs 1 "
         "--seeds 1"
     ),
+    "hidden_neighbours": "--prepared {run}/data --recipe {run}/recipe.yaml --windows 8 --blanks 40",
     "kept_vectors": "--model {run} --data {shared} --prepared {run}/data --out {out} --lines {lines} --toy",
     "few_labels": "--model {bert} --data {shared} --out {lines} --toy --device cpu",
     "starts": "--results {lines}",

@@ -69,7 +69,7 @@ def test_what_the_readme_quotes_is_what_a_run_prints(quickstart: tuple[Path, str
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```text\n(.*?)```", readme, flags=re.DOTALL)
     assert len(blocks) == 2 and all(len(lines_of(block)) >= 8 for block in blocks)
-    at = 0
+    at, skips = 0, False
     for words, numbers in lines_of("...\n" + "...\n".join(blocks)):
         gap = words == "..."
         if not gap:
