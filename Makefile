@@ -48,7 +48,7 @@ test-slow: .venv/.installed ## Repeat it with every objective, task and pair of 
 test-gpu: .venv/.installed ## Run the tests that need a CUDA device; they are skipped without one
 	$(BIN)/python -m pytest -m gpu
 
-journeys: .venv/.installed ## Test a new user's first hours, from the quickstart to a fine-tuned model (6 minutes)
+journeys: .venv/.installed ## Test a new user's first hours, from the quickstart to a fine-tuned model (10 minutes)
 	$(BIN)/python -m pytest tests/journeys
 
 browser: .venv/.browser ## Test the page of `serve` in the system's Chromium

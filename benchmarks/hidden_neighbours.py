@@ -41,6 +41,7 @@ def main() -> None:
     asked = parser.parse_args()
     recipe, prepared = phases(load_recipe(asked.recipe))[-1].recipe, Prepared.load(asked.prepared)
     vocabulary, counts = prepared.tokenizer.vocabulary, open_counts(prepared, prepared.train)
+    assert recipe.data.documents == "separate", "an [EOS] within a window is one between its two segments"
     sampler = build_sampler(recipe, prepared, heldout=True)
     (block, *_) = heldout_examples(sampler, recipe.objective, asked.windows, lanes=recipe.training.batch_size).values()
     windows = block.windows

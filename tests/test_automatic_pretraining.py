@@ -413,10 +413,12 @@ def test_what_auto_expects_is_what_committed_runs_reached() -> None:
         first, *advice = expectation(unknown)
         assert first == f"expect: unknown, no run on record read about {short(unknown)} tokens"
         assert bool(advice) == (unknown == 1e3)
+    assert ": give more text, or start from" in expectation(1e3, "text")[1]
 
 
 @pytest.mark.parametrize(
-    ("budget", "said"), [("29min", "English alone"), ("30min", "all texts"), ("steps=3", "half an hour")]
+    ("budget", "said"),
+    [("29min", "in less than half an hour"), ("30min", "after half an hour"), ("steps=3", "ten minutes of one core")],
 )
 def test_the_start_to_try_follows_the_budget(budget: str, said: str) -> None:
     assert said in automatic._start_to_try(load_recipe("auto", {"training.threads": 2}), Budget.parse(budget))

@@ -493,7 +493,8 @@ class TrainingSettings:
         checkpoint_activations: Keep only the input of each layer for the backward pass, which computes the layer again: less
             memory, more time, the same results. Transformers only.
         compile: Compile each layer with torch.compile, in pre-training; default: false.
-        evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only.
+        evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only. A run that starts
+            from a model is also evaluated before its first step.
         evaluate_windows: Number of held-out windows to evaluate on.
         log_every: Steps between ledger lines.
         save_every: Steps between checkpoints; 0 saves at the end only.

@@ -61,6 +61,7 @@ def test_what_the_readme_quotes_is_what_a_run_prints(quickstart: tuple[Path, str
 
     def lines_of(text: str) -> list[tuple[str, list[float]]]:
         text = re.sub(r"as in: .*", "as in: ...", text)
+        text = re.sub(r", [\d ]*(?:s|min|h)(?: \d+ (?:s|min))? more\b", "", text)
         text = re.sub(r"(____.*?  ).* -> \S+ \(\d+%\)", r"\1->", text)
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
         return [(number.sub("#", line), [float(n.replace(",", "")) for n in number.findall(line)]) for line in lines]
@@ -73,7 +74,9 @@ def test_what_the_readme_quotes_is_what_a_run_prints(quickstart: tuple[Path, str
     for words, numbers in lines_of("...\n" + "...\n".join(blocks)):
         gap = words == "..."
         if not gap:
-            at = next(place for place in range(at, len(printed)) if not skips or printed[place][0] == words)
+            later = [place for place in range(at, len(printed)) if printed[place][0] == words]
+            assert later and (skips or later[0] == at), words
+            at = later[0]
             assert (words, numbers) == (printed[at][0], pytest.approx(printed[at][1], rel=0.3, abs=3))
             at += 1
         skips = gap
@@ -89,7 +92,7 @@ def test_a_short_run_is_reported_as_no_better_than_a_trigram(shared_data: Path, 
     given = {"data.corpus": [str(corpus)], "training.steps": 60, "training.evaluate_every": 0}
     run = verbs.pretrain("quickstart", tmp_path / "run", quiet=True, overrides=given)
     assert run.verdict.startswith("no better than a Kneser-Ney trigram: train longer or give more text")
-    assert "double the steps" in run.verdict or "too little text" in run.verdict or run.words is not None
+    assert "too little text" in run.verdict or run.words is not None
 
 
 # The practitioner: labelled sentences, with `finetune` as in the README

@@ -371,9 +371,13 @@ class _Run(RunProcess):
     def _is_enough(self) -> bool:
         """Whether patience is over, which does not count a head fitted before training."""
         patience = self.recipe.finetuning.patience
-        ties = 0.0 if self._fitted else 1.0  # as in `is_better`, a lower loss alone does not replace a fitted head
-        trained = [(one.value, -ties * (one.loss or 0.0)) for one in self.evaluations if one.step > 0]
-        return patience is not None and bool(trained) and len(trained) > trained.index(max(trained)) + patience
+        trained = [one for one in self.evaluations if one.step > 0]
+        if patience is None or not trained:
+            return False
+        last = trained.index(max(trained, key=lambda one: one.value))
+        if self.best in trained:  # as likely by its value, it may have been kept for its loss
+            last = max(last, trained.index(self.best))
+        return len(trained) > last + patience
 
     def _add(self, evaluation: Evaluation, results: Mapping[str, MetricResult], *, better: bool) -> None:
         """Add an evaluation, which may be better than the best so far."""

@@ -118,7 +118,7 @@ def _verb(loaded: LoadedModel) -> str:
 
 def _use(verb: str, name: str) -> str:
     text = "A text with a [MASK]." if verb == "fill" else "TEXT"
-    install = f"pip install ./{name}     # this folder, where unicloze is installed"
+    install = f"pip install ./{name}     # in an environment with unicloze"
     return f'```sh\n{install}\nunicloze {verb} --model {name} --text "{text}"\n```'
 
 

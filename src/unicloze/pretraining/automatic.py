@@ -30,6 +30,7 @@ from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sources import Survey, survey
 from unicloze.training.loading import LoadedModel, shape_model
 from unicloze.training.pace import DECAY, Clock
+from unicloze.training.precision import choose_device
 
 NAME = "auto"
 """Name of the recipe whose settings are chosen."""
@@ -185,16 +186,17 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], budget: Budget, reasons
 def _start_to_try(recipe: Recipe, budget: Budget) -> str:
     """Which start was better than a new model on small texts within such a budget (docs/benchmarks.md)."""
     seconds = budget.amount * (recipe.training.threads or torch.get_num_threads())
-    if budget.kind != "time":
+    if budget.kind != "time" or choose_device(recipe.training).type != "cpu":
         return (
             "a trained model (--init MODEL: a run, an installed model, an encoder of texts) was ahead of a new one after "
-            "half an hour of two cores, after ten minutes of one core on general English alone"
+            "half an hour of two cores, after ten minutes of one core only on general English"
         )
     if seconds >= ENCODER_SECONDS:
-        return (
-            "within such a budget an encoder of its language (--init MODEL) was ahead of a new one on all texts tried"
-        )
-    return "within such a budget a trained model was ahead of a new one on general English alone (--init unicloze-small-en)"
+        return "after half an hour of two cores an encoder of its language (--init MODEL) was ahead of a new model"
+    return (
+        "in less than half an hour of two cores a trained model (--init unicloze-small-en) was ahead of a new one only on "
+        "general English"
+    )
 
 
 def vocabulary_size(seen: Survey) -> int:
@@ -356,9 +358,8 @@ def expectation(tokens: float, limit: Literal["budget", "text"] = "budget", *, c
         said = [f"expect: unknown, no run on record read about {short(tokens)} tokens"]
         if tokens < reached[0][0]:
             start = "" if continued else ", or start from a trained model (--init MODEL)"
-            said.append(
-                f"advice: the shortest run on record read {short(reached[0][0])} tokens: raise the {limit}{start}"
-            )
+            more = "give more text" if limit == "text" else "raise the budget"
+            said.append(f"advice: the shortest run on record read {short(reached[0][0])} tokens: {more}{start}")
         return said
     least, most = (f"{bound(near):.1f}" for bound in (min, max))
     runs = "a run" if len(near) == 1 else f"{len(near)} runs"

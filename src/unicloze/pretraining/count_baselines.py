@@ -175,8 +175,13 @@ def _seams(examples: Examples, vocabulary: Vocabulary, windows: Windows | None) 
 
 
 def _cut(windows: Windows) -> Flags | None:
-    """`Windows.cut`; of pairs it is not known where documents begin and end, so that all their special tokens are cuts."""
-    return windows.cut if windows.negative is None else np.ones(windows.token_ids.shape, dtype=bool)
+    """`Windows.cut`; the ends of a pair's texts are cuts, since of these it is not known whether a document ends there."""
+    if windows.negative is None:
+        return windows.cut
+    cut = np.zeros(windows.token_ids.shape, dtype=bool)
+    cut[:, :-1] = np.diff(windows.segment_ids, axis=1) == 1
+    cut[:, 0] = cut[np.arange(len(cut)), windows.lengths - 1] = True
+    return cut
 
 
 def _before(shown: Int64s, seams: Flags, windows: Windows | None) -> Int64s:

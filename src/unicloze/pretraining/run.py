@@ -310,6 +310,7 @@ class _Run(RunProcess):
             self._write_samples()
             if training.initialize_from is not None:
                 self._evaluate(self.state)
+                self.perplexity = {}  # it is not a result
         model = self.state.model
         if training.compile and not self.world.sharded:
             compile_layers(model)

@@ -201,9 +201,9 @@ def verdict_on(
             called += f", {shown(before.perplexity)} before training,"
         failure, said_of, rival = _against(best, called, counts[name], words)
         cure = "give more text" if overfitted else _cost(best, rival, counts[name], course)
-        failed, said = bool(failure), [f"{failure}: {cure} ({said_of})" if failure else said_of]
         if before is not None and before.perplexity is not None and _standing(best, before.perplexity) > 0:
-            said.append("worse than before training: lower --training.learning_rate")
+            failure, cure = failure or "worse after training", "lower --training.learning_rate"
+        failed, said = bool(failure), [f"{failure}: {cure} ({said_of})" if failure else said_of]
     if overfitted:
         said.append(f"overfitted: {overfitted}" + ("" if failed else ": give more text or train fewer steps"))
     elif course.still_falling and not failed:
@@ -281,7 +281,7 @@ def _cost(best: Figure, rival: str, counts: Mapping[str, float], course: Course)
     times, more = math.exp(folds), _more(math.exp(folds), course)
     unit = 10 ** max(0, math.floor(math.log10(times * last)) - 1)  # two digits
     steps = math.ceil(times * last / unit) * unit
-    return f"by its own curve it needs about {steps:,} steps to beat {COUNTED[rival]}{more}"
+    return f"by its own curve it needs at least {steps:,} steps to beat {COUNTED[rival]}{more}"
 
 
 def _gain(best: Figure, course: Course) -> str:
@@ -290,7 +290,7 @@ def _gain(best: Figure, course: Course) -> str:
     if fall is None or mean is None or fall[1] <= 0:
         return "train longer"
     reached = math.exp(mean - fall[1] * math.log(2))
-    return f"by its own curve twice the steps reach a perplexity of about {reached:,.3g}{_more(2.0, course)}"
+    return f"by its own curve twice the steps reach a perplexity of {reached:,.3g} at best{_more(2.0, course)}"
 
 
 def _more(times: float, course: Course) -> str:
