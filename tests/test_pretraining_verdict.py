@@ -388,10 +388,11 @@ def test_a_perplexity_counts_what_the_row_hides_and_the_trigram_sees_the_neighbo
                     shown = 0 <= place < len(text) and one.seen[row, number, text[place]]
                     expected = int(one.windows.token_ids[row, text[place]]) if shown else ABSENT
                     assert token in (expected, ABSENT), (one.part, one.name)
-                    missing += token != expected
+                    missing += token != expected and not (one.objective == "span_corruption" and away > 0)
                     if token == ABSENT:
                         break  # what is behind it is of no use
-        assert joined or not missing, (one.part, one.name)
+        most = 1 if one.objective == "span_corruption" else math.inf  # behind a single token between two spans
+        assert missing <= (most if joined else 0), (one.part, one.name)
 
 
 @pytest.mark.parametrize("negative", [False, True])

@@ -214,6 +214,11 @@ def _next_to(
     place = np.where(place < 0, place, joined[place] + (backward & seams[place]))
     padded = np.concatenate([shown[~seams], [ABSENT, ABSENT], second])  # place -1 is before the first slot
     near, far = padded[place], padded[np.where(backward, place + 1, place - 1)]
+    at_sentinel = np.isin(ids[slots - 1], vocabulary.extra) & ~np.isin(ids[slots], vocabulary.extra)
+    for number in np.flatnonzero(at_sentinel & ~backward & (slots > 0)).tolist():  # the first token of a span
+        first = np.flatnonzero(ids == ids[slots[number] - 1])[0]
+        if 0 < first < slots[number] - 1:
+            far[number] = shown[first - 1]
     left = [np.where(backward, ABSENT, tokens) for tokens in (far, near)]
     right = [np.where(backward, tokens, ABSENT) for tokens in (near, far)]
     return Neighbours(*left, *right)
