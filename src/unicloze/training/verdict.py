@@ -141,9 +141,9 @@ class Course:
         means = {step: self._mean(step) for step in self.heldout if step > 0}
         return means[max(means)] - min(means.values()) if means else 0.0
 
-    def before(self, figure: Figure) -> Figure | None:
-        """A held-out figure as it was before the first step, of runs that start from a model."""
-        return next((one for one in self.heldout.get(0, ()) if one.meaning == figure.meaning), None)
+    def perplexity_before(self, figure: Figure) -> float | None:
+        """The perplexity of a held-out figure before the first step; None if the run did not start from a model."""
+        return next((one.perplexity for one in self.heldout.get(0, ()) if one.meaning == figure.meaning), None)
 
     def fall(self, figure: Figure) -> tuple[int, float] | None:
         """Last step, and fall of a held-out loss per e-fold of the steps over their second half; None if unknown."""
@@ -195,13 +195,12 @@ def verdict_on(
     else:
         name = _foremost(measured, counts)
         best = measured[name]
-        before = course.before(best)
+        before = course.perplexity_before(best)
         called = f" ({name})" * (len(measured) > 1)
-        if before is not None and before.perplexity is not None:
-            called += f", {shown(before.perplexity)} before training,"
+        called += "" if before is None else f", {shown(before)} before training,"
         failure, said_of, rival = _against(best, called, counts[name], words)
         cure = "give more text" if overfitted else _cost(best, rival, counts[name], course)
-        if before is not None and before.perplexity is not None and _standing(best, before.perplexity) > 0:
+        if before is not None and _standing(best, before) > 0:
             failure, cure = failure or "worse after training", "lower --training.learning_rate"
         failed, said = bool(failure), [f"{failure}: {cure} ({said_of})" if failure else said_of]
     if overfitted:
