@@ -232,6 +232,7 @@ def test_advice_names_a_cost_by_the_runs_own_curve(
 
 def test_a_run_that_started_from_a_model_is_judged_beside_its_start() -> None:
     seen = course(4.6, 4.8, 4.6)
+    seen.of_model = True
     for before, worse in ((5.0, ""), (4.0, "worse after training: lower --training.learning_rate (")):
         seen.heldout = {0: [figure("ae", before)], **{step: seen.heldout[step] for step in (10, 20)}}
         said = verdict_on({"ae": figure("ae", 4.6)}, COUNTS, None, seen, "")

@@ -156,7 +156,8 @@ def _target_card(history: History, target: str) -> Card:
     more += [] if tokens else ["nats per prediction"]
     predictions = number(mapping(event.get("predictions")).get(target))
     window = f"in {count(event.get('windows'))} windows of {count(event.get('window'))} tokens"
-    more += [f"{count(predictions)} predictions {window}, after step {step:,}"]
+    when = f"after step {step:,}" if step else "before training"
+    more += [f"{count(predictions)} predictions {window}, {when}"]
     return name, _perplexity(value) if tokens else f"{value:.3f}", "; ".join(more), series_class(target)
 
 

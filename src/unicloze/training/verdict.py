@@ -143,7 +143,8 @@ class Course:
 
     def perplexity_before(self, figure: Figure) -> float | None:
         """The perplexity of a held-out figure before the first step; None if the run did not start from a model."""
-        return next((one.perplexity for one in self.heldout.get(0, ()) if one.meaning == figure.meaning), None)
+        started = self.heldout.get(0, ()) if self.of_model else ()
+        return next((one.perplexity for one in started if one.meaning == figure.meaning), None)
 
     def fall(self, figure: Figure) -> tuple[int, float] | None:
         """Last step, and fall of a held-out loss per e-fold of the steps over their second half; None if unknown."""
@@ -201,7 +202,8 @@ def verdict_on(
         failure, said_of, rival = _against(best, called, counts[name], words)
         cure = "give more text" if overfitted else _cost(best, rival, counts[name], course)
         if before is not None and _standing(best, before) > 0:
-            failure, cure = failure or "worse after training", "lower --training.learning_rate"
+            failure = failure or "worse after training"
+            cure = f"lower --training.learning_rate, {cure}" if overfitted else "lower --training.learning_rate"
         failed, said = bool(failure), [f"{failure}: {cure} ({said_of})" if failure else said_of]
     if overfitted:
         said.append(f"overfitted: {overfitted}" + ("" if failed else ": give more text or train fewer steps"))
